@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -346,12 +348,20 @@ def as_of(equation: Any) -> Iterator[None]:
 
 
 def place_of(equation: Any) -> str:
-    """The place of an equation in the user's source, `file:line (function)`; "" if it is not known."""
+    """The place of an equation in the user's source, `file:line (function)`; "" if it is not known.
+
+    The call of a function of this package, if the equation is of one.
+    """
     from jax._src import source_info_util
 
     summarize = getattr(source_info_util, "summarize", None)
     found = "" if summarize is None else str(summarize(equation.source_info))
+    if found.startswith(_PACKAGE):
+        found = next((place for place in places_of(equation) if not place.startswith(_PACKAGE)), found)
     return "" if found == "unknown" else found
+
+
+_PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 def places_of(equation: Any) -> list[str]:

@@ -216,7 +216,7 @@ def _attempt(
     explicit: bool,
 ) -> _Attempt:
     names: set[str] = set()
-    stages = None if config.stages is None else TracedStages(config.stages)
+    stages = None if config.stages is None else TracedStages(config.stages, config.assignment)
     with names_called(names), dividing(stages):
         if stages is not None and stages.selector.stacked:
             of_parts, given = over_parts(fn, stages, given, lambda wholes: _call(fn, *with_statics(*wholes)))

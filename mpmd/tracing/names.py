@@ -116,6 +116,32 @@ def carrier(fn: Callable[..., Any], kind: str, name: str) -> Callable[..., Any]:
     return jax.jit(call)
 
 
+_kept: Any = jax.make_user_context(None)
+"""The names that are carried, None for all: a part of the key of JAX's caches."""
+
+
+@contextlib.contextmanager
+def keeping(names: frozenset[str]) -> Iterator[None]:
+    """Computations and tensors of other names are traced as if they had none."""
+    with _kept(names):
+        yield
+
+
+def _is_kept(name: str) -> bool:
+    return _kept.value is None or name in _kept.value
+
+
+def _carrier_if_kept(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`fn` under a nested jit, which carries the name if it is kept when it is called."""
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    plain.__name__ = plain.__qualname__ = name if name.isidentifier() else "unnamed"
+    named, nameless = carrier(fn, "comp", name), jax.jit(plain)
+    return lambda *args, **kwargs: (named if _is_kept(name) else nameless)(*args, **kwargs)
+
+
 @overload
 def named_computation(fn: Callable[P, R], *, name: str | None = None) -> Callable[P, R]: ...
 
@@ -154,7 +180,7 @@ def named_computation(fn: Callable[..., Any] | None = None, *, name: str | None 
     _check_name(chosen, "named_computation")
 
     def under_name(inner: Callable[..., Any]) -> Callable[..., Any]:
-        return taking_anything(inner, lambda of_arrays: carrier(of_arrays, "comp", chosen))
+        return taking_anything(inner, lambda of_arrays: _carrier_if_kept(of_arrays, chosen))
 
     carried = under_name(fn)
 
@@ -225,7 +251,11 @@ def named_tensor(x: R, name: str) -> R:
     """
     _check_name(name, "named_tensor")
     _note(name)
-    return carrier(jax.lax.optimization_barrier, "tensor", name)(x)
+    return carrier(jax.lax.optimization_barrier, "tensor", name)(x) if _is_kept(name) else jax.jit(_same)(x)
+
+
+def _same(x: R) -> R:
+    return x
 
 
 def call(fn: Callable[P, R], *, call_counter: int | None = None) -> Callable[P, R]:

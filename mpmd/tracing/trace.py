@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -36,20 +37,24 @@ _KINDS = ("comp", "tensor")
 
 def names_in(jaxpr: Any) -> set[str]:
     """The names of computations and tensors that a jaxpr runs, at any depth."""
-    names: set[str] = set()
-    todo, seen = [jaxpr], set[int]()
+    return {name for _, name in names_run_by(jaxpr.eqns)}
+
+
+def names_run_by(equations: Iterable[Any]) -> set[tuple[str, str]]:
+    """The kinds, `comp` or `tensor`, and the names that equations run, at any depth."""
+    names: set[tuple[str, str]] = set()
+    todo, seen = list(equations), set[int]()
     while todo:
-        current = todo.pop()
-        if id(current) in seen:  # JAX shares the jaxprs of functions that are called several times
+        equation = todo.pop()
+        if _never_runs(equation):
             continue
-        seen.add(id(current))
-        for equation in current.eqns:
-            if _never_runs(equation):
-                continue
-            kind, name = decode(str(equation.params.get("name", ""))) or ("", "")
-            if kind in _KINDS:
-                names.add(name)
-            todo += inner_jaxprs(equation)
+        kind, name = decode(str(equation.params.get("name", ""))) or ("", "")
+        if kind in _KINDS:
+            names.add((kind, name))
+        for jaxpr in inner_jaxprs(equation):
+            if id(jaxpr) not in seen:  # JAX shares the jaxprs of functions that are called several times
+                seen.add(id(jaxpr))
+                todo += jaxpr.eqns
     return names
 
 

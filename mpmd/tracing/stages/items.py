@@ -1,6 +1,6 @@
 """A function as a flat list of items: equations, in program order, over numbered values.
 
-Nested jits are inlined.  `jax.checkpoint` is inlined too; each item lists the checkpoints around it.  Once
+Nested jits are inlined, unless they carry a name.  `jax.checkpoint` is inlined too; each item lists the checkpoints around it.  Once
 items have stages, `emit` writes them as one named computation per stage, with these checkpoints around the
 items of each stage again.
 """
@@ -69,8 +69,25 @@ class Item:
 
     @property
     def where(self) -> str:
+        """The operation, or the user's name of it, and its place in the user's source."""
+        kind, name = self._named
         place = place_of(self.equation)
-        return f"{self.equation.primitive.name} ({place})" if place else str(self.equation.primitive.name)
+        what = f"{_NAMED[kind]} {name!r}" if kind in _NAMED else self.equation.primitive.name
+        return f"{what} ({place})" if place else what
+
+    @property
+    def why_whole(self) -> str:
+        """The line of a message that says why a computation is not taken apart; "" for operations."""
+        kind, name = self._named
+        advice = f"\n  it stays whole because it is assigned: leave {name!r} out of the assignment"
+        return advice if kind in _NAMED else ""
+
+    @property
+    def _named(self) -> tuple[str, str]:
+        return decode(str(self.equation.params.get("name", ""))) or ("", "")
+
+
+_NAMED = {"comp": "computation", "tensor": "tensor"}
 
 
 def numbers(operands: Iterable[Operand]) -> list[int]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from mpmd.brief import brief
-from mpmd.errors import ConfigError
-from mpmd.tracing.names import is_bound
+from mpmd.errors import ConfigError, collect
+from mpmd.support.option_texts import NamePlacement
+from mpmd.tracing.names import is_bound, keeping
 from mpmd.tracing.stages.items import FlatFunction, Item, emit
 from mpmd.tracing.stages.select.automatic import AutomaticSelector, DivisionChoice, choose_by_cost
 from mpmd.tracing.stages.select.frozen_models import models_apart
@@ -32,6 +33,7 @@ from mpmd.tracing.stages.stacked.part_rules import FROM_ARRAYS, RULES
 from mpmd.tracing.stages.stacked.scan_ranges import divide_scans
 from mpmd.tracing.stages.stacked.stacked import in_parts, is_stacked
 from mpmd.tracing.stateful_modules import returning_what_it_changes
+from mpmd.tracing.trace import names_run_by
 
 Dynamic = tuple[list[Any], dict[str, Any]]
 """Positional and keyword arguments that are not static."""
@@ -84,6 +86,7 @@ class TracedStages:
 
     Attributes:
         selector: the user's.
+        assigned: the places of names, with those of the stages.
         texts: a description of the stages of each function that has some.
         divisions: path and rows of each stacked parameter of these functions → the lengths of its parts.
         warnings: for the user.
@@ -92,8 +95,9 @@ class TracedStages:
 
     __repr__ = brief
 
-    def __init__(self, selector: Selector) -> None:
+    def __init__(self, selector: Selector, assigned: Mapping[str, NamePlacement] | None = None) -> None:
         self.selector = selector
+        self.assigned = assigned or {}
         self.texts: dict[str, None] = {}
         self.divisions: dict[tuple[str, int], list[int]] = {}
         self.warnings: dict[str, None] = {}
@@ -114,6 +118,36 @@ class TracedStages:
         known = path and noted is value and not self.selector.scoped
         layer = known and (self.selector.matches(path) or self.selector.pinned(path) is not None)
         return path if layer else None
+
+    @property
+    def kept_names(self) -> frozenset[str]:
+        """The names that the user assigned; others mean nothing in a function with stages."""
+        return frozenset(self.assigned).difference(self.selector.names)
+
+    def check_assigned(self, function: FlatFunction) -> None:
+        """Checks that assigned names are in stages on their meshes.
+
+        Raises:
+            ConfigError: some are in others.
+        """
+        problems: dict[str, None] = {}
+        for item in function.items:
+            if item.stage is None:
+                continue
+            stage = self.selector.names[item.stage]
+            around = self.assigned.get(stage)
+            for kind, name in sorted(names_run_by([item.equation])):
+                own = self.assigned.get(name)
+                if own is None or around is None or name in self.selector.names:
+                    continue
+                if own.mesh != around.mesh or (kind == "comp" and own.stage != around.stage):
+                    problems[
+                        f"{name!r} is assigned to {own}, but {self.selector} puts it into {stage}, on {around}: "
+                        f"{item.where}\n  leave {name!r} out of the assignment, and its work is divided like the "
+                        "rest; or leave out stages=, and assign all names"
+                    ] = None
+        if problems:
+            raise collect(ConfigError, list(problems), "the assignment does not fit the stages:")
 
     @property
     def found(self) -> Selector:
@@ -209,7 +243,7 @@ def _in_stages(stages: TracedStages, fn: Callable[..., Any], argnums: Any, args:
         for i, value in zip(arrays, given, strict=True):
             leaves[i] = value
         positional, keywords = jax.tree.unflatten(tree, leaves)
-        with dividing(None):  # stages have no stages in them
+        with dividing(None), keeping(stages.kept_names):  # stages have no stages in them
             return checked(*positional, **keywords)
 
     checked = returning_what_it_changes(fn)
@@ -225,6 +259,7 @@ def _in_stages(stages: TracedStages, fn: Callable[..., Any], argnums: Any, args:
     paths |= {value: path for value, path in frozen.items() if path is not None}
     name = getattr(fn, "__name__", "")
     _choose(stages, function, paths, name if name.isidentifier() else "the function")
+    stages.check_assigned(function)
     return jax.tree.unflatten(jax.tree.structure(shapes), emit(function, values, stages.selector.names))
 
 

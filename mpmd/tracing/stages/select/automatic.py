@@ -273,7 +273,7 @@ class DivisionChoice:
         reason = (
             "\n  a loop is divided between its iterations if their number is known, as of jax.lax.scan"
             if item.equation.primitive.name == "while"
-            else ""
+            else item.why_whole
         )
         return [
             f"stages of {self.key[0]} by cost are not balanced: {most / total:.0%} of the work is on mesh "

@@ -213,7 +213,7 @@ def check_order(flat: FlatFunction, stage_of: Mapping[int, int], paths: Mapping[
             item = next(item for item in final if item.stage == stages[0])
             problems.append(
                 f"{paths[parameter]} is a parameter of stage {stage}, but {item.where} reads it in stage "
-                f"{stages[0]}"
+                f"{stages[0]}{item.why_whole}"
             )
     if problems:
         problems = problems[:_REPORTED]
