@@ -107,7 +107,7 @@ def make_config(
             pipeline stage, or `"m1#pinned_host"` for a tensor in host memory.
         stages: stages of a loss without names: `"auto"` or a number, found by cost as `mpmd.by_cost` does,
             or made by `mpmd.by_parameters`, `mpmd.split` or `mpmd.by_cost`; the assignment is then only for
-            other names, and usually left out.
+            other names, and usually left out.  Names in the loss that it lacks mean nothing.
         schedule: name of a pipeline schedule, or a schedule of your own; None for `"1f1b"` where there are
             microbatches.
         input_meshes: pytree prefix of the arguments: mesh names, or None where inference decides.
@@ -140,6 +140,7 @@ def make_config(
         raise collect(ConfigError, problems, "the configuration cannot be used:")
     if stages is not None:
         stages = _on_topology(stages, topology)
+        problems += _moved_stages(stages, assignment, topology)
         assignment = {**stages.places, **assignment}
     placed = _placements(assignment, topology, problems)
     rows = _option_rows(compiler_options, topology, placed, problems)
@@ -162,6 +163,19 @@ def _placements(
         problems.append(_NOTHING_PLACED)
     problems += _stage_problems(placed)
     return placed
+
+
+def _moved_stages(stages: Selector, given: Mapping[str, PlaceLike], topology: Topology) -> list[str]:
+    """Stages that an assignment gives other places than the stages are on."""
+    problems = []
+    for name in stages.places.keys() & given.keys():
+        places = [_placement(name, of[name], topology, []) for of in (given, stages.places)]
+        if None not in places and places[0] != places[1]:
+            problems.append(
+                f"{name!r} is assigned to {places[0]}, but it is a stage of {stages}, on {places[1]}\n  over= of "
+                f"the stages chooses their meshes; leave out {name!r} if it is a name of the model"
+            )
+    return problems
 
 
 def _option_rows(

@@ -1,8 +1,8 @@
 """A function as a flat list of items: equations, in program order, over numbered values.
 
-Nested jits are inlined, unless they carry a name.  `jax.checkpoint` is inlined too; each item lists the checkpoints around it.  Once
-items have stages, `emit` writes them as one named computation per stage, with these checkpoints around the
-items of each stage again.
+Nested jits are inlined, unless they carry a name.  `jax.checkpoint` is inlined too; each item lists the
+checkpoints around it.  Once items have stages, `emit` writes them as one named computation per stage, with
+these checkpoints around the items of each stage again.
 """
 
 from __future__ import annotations

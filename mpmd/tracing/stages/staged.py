@@ -142,9 +142,9 @@ class TracedStages:
                     continue
                 if own.mesh != around.mesh or (kind == "comp" and own.stage != around.stage):
                     problems[
-                        f"{name!r} is assigned to {own}, but {self.selector} puts it into {stage}, on {around}: "
-                        f"{item.where}\n  leave {name!r} out of the assignment, and its work is divided like the "
-                        "rest; or leave out stages=, and assign all names"
+                        f"{name!r} is assigned to {own}, but {self.selector} puts it into {stage}, on "
+                        f"{around}: {item.where}\n  leave {name!r} out of the assignment, and its work is divided "
+                        "like the rest; or leave out stages=, and assign all names"
                     ] = None
         if problems:
             raise collect(ConfigError, list(problems), "the assignment does not fit the stages:")

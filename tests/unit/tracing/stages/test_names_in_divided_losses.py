@@ -53,7 +53,7 @@ def nameless(fn, _):
 
 def loss_of(model, called):
     def loss(params, x, y):
-        x = called(lambda x: jnp.sin(x), "embed")(x)
+        x = called(jnp.sin, "stage1")(x)
         return jnp.mean((model(called, params["layers"], x) - y) ** 2)
 
     return loss
@@ -82,7 +82,8 @@ def given(model):
 
 
 def on(meshes, stages, assignment=None):
-    return mpmd.make_config(mpmd.make_topology({f"m{m}": 1 for m in range(meshes)}), assignment, stages=stages)
+    topology = mpmd.make_topology({f"m{m}": 1 for m in range(meshes)})
+    return mpmd.make_config(topology, assignment, stages=stages)
 
 
 def stages_in(lowered):
@@ -93,7 +94,12 @@ def stages_in(lowered):
 @pytest.mark.parametrize("of_loss", [step_of, own_step_of])
 @pytest.mark.parametrize(
     ("model", "stages"),
-    [(halves, "auto"), (halves, mpmd.by_parameters(LAYER)), (scanned, "auto"), (scanned, mpmd.split("layers"))],
+    [
+        (halves, "auto"),
+        (halves, mpmd.by_parameters(LAYER)),
+        (scanned, "auto"),
+        (scanned, mpmd.split("layers")),
+    ],
 )
 @pytest.mark.parametrize("meshes", [2, 4])
 def test_stages_and_programs_are_those_without_names(model, stages, of_loss, meshes):
@@ -136,7 +142,7 @@ class Tied(nnx.Module):
     def __call__(self, ids):
         x = self.called(lambda ids: self.embed(ids), "embed")(ids)
         for number in range(4):
-            x = self.called(lambda x, number=number: x + jnp.tanh(self.layers[number](x)), f"layer{number}")(x)
+            x = self.called(lambda x, at=number: x + jnp.tanh(self.layers[at](x)), f"layer{number}")(x)
         return self.called(lambda x: self.embed.attend(self.norm(x)), "head")(x)
 
 
@@ -212,7 +218,16 @@ def test_an_assigned_name_over_several_stages_is_said_to_stay_whole():
         x = mpmd.named_computation(functools.partial(stack, nameless), name="all of it")(params["layers"], x)
         return jnp.mean((x - y) ** 2)
 
+    config = on(2, mpmd.by_parameters(LAYER), {"all of it": "m1"})
     with pytest.raises(ConfigError, match="layers run in another order") as refused:
-        mpmd.jit(own_step_of(loss), on(2, mpmd.by_parameters(LAYER), {"all of it": "m1"})).lower(*given(halves))
+        mpmd.jit(own_step_of(loss), config).lower(*given(halves))
     assert f"computation 'all of it' ({__file__}:" in str(refused.value)
     assert "leave 'all of it' out of the assignment" in str(refused.value)
+
+
+def test_a_stage_that_is_assigned_to_another_mesh_is_refused():
+    assert on(2, "auto", {"stage1": "m1"}).assignment["stage1"].mesh == "m1"
+    with pytest.raises(ConfigError) as refused:
+        on(2, "auto", {"stage1": "m0"})
+    assert "'stage1' is assigned to m0, but it is a stage of mpmd.by_cost(), on m1" in str(refused.value)
+    assert "over=" in str(refused.value)
