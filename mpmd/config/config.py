@@ -168,12 +168,12 @@ def _placements(
 def _moved_stages(stages: Selector, given: Mapping[str, PlaceLike], topology: Topology) -> list[str]:
     """Stages that an assignment gives other places than the stages are on."""
     problems = []
-    for name in stages.places.keys() & given.keys():
-        places = [_placement(name, of[name], topology, []) for of in (given, stages.places)]
-        if None not in places and places[0] != places[1]:
+    for name in filter(given.__contains__, stages.places):
+        here, there = (_placement(name, places[name], topology, []) for places in (given, stages.places))
+        if here and there and here != there:
             problems.append(
-                f"{name!r} is assigned to {places[0]}, but it is a stage of {stages}, on {places[1]}\n  over= of "
-                f"the stages chooses their meshes; leave out {name!r} if it is a name of the model"
+                f"{name!r} is assigned to {here}, but it is a stage of {stages}, on {there}\n  over= of the "
+                f"stages chooses their meshes; leave {name!r} out if it is a name of the model"
             )
     return problems
 

@@ -29,7 +29,7 @@ ROWS: tuple[Precondition, ...] = (
         "tests/unit/support/test_once.py::test_threads_that_ask_at_once_get_what_one_of_them_made",
     ),
     Precondition(
-        "mpmd/tracing/trace.py:names_in",
+        "mpmd/tracing/trace.py:names_run_by",
         "The body of a loop runs at least once: JAX lowers a scan of no iterations to its operands.",
         "if _never_runs(equation):",
         "if False:",

@@ -80,6 +80,11 @@ def over_parts(
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_LEAVE_OUT = (
+    "\n  leave {!r} out of the assignment, and its work is divided like the rest; or leave out stages=, and "
+    "assign all names"
+)
+
 
 class TracedStages:
     """The stages of one trace of a step: how they are selected, and which were found.
@@ -132,20 +137,15 @@ class TracedStages:
         """
         problems: dict[str, None] = {}
         for item in function.items:
-            if item.stage is None:
+            stage = "" if item.stage is None else self.selector.names[item.stage]
+            if stage not in self.assigned:
                 continue
-            stage = self.selector.names[item.stage]
-            around = self.assigned.get(stage)
+            around = self.assigned[stage]
             for kind, name in sorted(names_run_by([item.equation])):
-                own = self.assigned.get(name)
-                if own is None or around is None or name in self.selector.names:
-                    continue
+                own = self.assigned[name] if name in self.kept_names else around
                 if own.mesh != around.mesh or (kind == "comp" and own.stage != around.stage):
-                    problems[
-                        f"{name!r} is assigned to {own}, but {self.selector} puts it into {stage}, on "
-                        f"{around}: {item.where}\n  leave {name!r} out of the assignment, and its work is divided "
-                        "like the rest; or leave out stages=, and assign all names"
-                    ] = None
+                    got = f"{self.selector} puts it into {stage}, on {around}: {item.where}"
+                    problems[f"{name!r} is assigned to {own}, but {got}{_LEAVE_OUT.format(name)}"] = None
         if problems:
             raise collect(ConfigError, list(problems), "the assignment does not fit the stages:")
 
