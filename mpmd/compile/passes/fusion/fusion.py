@@ -295,15 +295,18 @@ class _Merging:
     def _take_feeders(self, group: FusionGroup, dot: HloInstruction) -> None:
         """Join groups of the same size as the product's result that only its epilogue reads."""
         grouping = self.grouping
-        for array in sorted(grouping.arrays(group), key=grouping.position.__getitem__):
-            other = grouping.group_of.get(array)
+        waiting = sorted(grouping.arrays(group), key=grouping.position.__getitem__)
+        while waiting:
+            other = grouping.group_of.get(waiting.pop(0))
+            group = grouping.group_of[dot]
             if other is None or other is group or other.product or other.reduces or other.updates:
                 continue
             if any(m.shape.size != dot.shape.size or _is_expensive(m) for m in other.members):
                 continue
-            mine = {*grouping.group_of[dot].members, *other.members}
+            mine, read = {*group.members, *other.members}, grouping.arrays(other)
             if all(r in mine for m in other.members for r in grouping.readers(m)):
-                self._joined(grouping.group_of[dot], other)
+                if self._joined(group, other):
+                    waiting += [array for array in read if array not in waiting]
 
     def _may_follow(self, group: FusionGroup, other: FusionGroup, dot: HloInstruction) -> bool:
         """Whether another group may be part of a product's epilogue."""
