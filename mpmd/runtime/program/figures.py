@@ -76,7 +76,7 @@ _UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
 
 
 def unit_cost(run: Run) -> int:
-    """How many forwards a call takes: 0 for one that is no task of a microbatch."""
+    """How many forwards a call takes: 0 for calls outside of microbatches."""
     return _UNITS.get(run.phase, 0) + run.with_forward if run.microbatch is not None else 0
 
 
