@@ -212,10 +212,10 @@ class Lowered(StepStage):
         """Its configuration."""
         return self.traced.config
 
-    @property
+    @functools.cached_property
     def program(self) -> Program:
-        """The instruction streams, verified."""
-        return self.partitioned.program
+        """The instruction streams, verified; named as the function."""
+        return dataclasses.replace(self.partitioned.program, name=self.name)
 
     @property
     def name(self) -> str:

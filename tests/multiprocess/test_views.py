@@ -17,7 +17,7 @@ def test_timeline_costs_and_memory_are_those_of_all_processes():
     first, second = found
     assert first == second
     aligned = re.fullmatch(
-        r"main, measured, clocks of 2 processes aligned within (\d+\.\d\d) ms", first["title"]
+        r"\w+, measured, clocks of 2 processes aligned within (\d+\.\d\d) ms", first["title"]
     )
     assert aligned and float(aligned[1]) < 50
     for mesh, calls in (("m0", 6), ("m1", 3)):

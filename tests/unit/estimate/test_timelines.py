@@ -147,7 +147,7 @@ def test_pictures_of_both(step):
     assert render_svg(predicted, measured).count("</g>") == 2 * render_svg(measured).count("</g>")
     assert "[" in render_text(measured)
     events = json.loads(chrome_trace(predicted, measured))["traceEvents"]
-    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} >= {"main, measured: m0"}
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} >= {"step, measured: m0"}
     assert any(e["ph"] == "C" and sum(e["args"].values()) for e in events)
 
 
