@@ -194,7 +194,7 @@ class RecomputeCheapResiduals(BackwardPass):
 
 
 Plan = tuple[int, ir.Fragment, list[ir.Op]]
-"""The position of a residual, its forward fragment, and the ops of that which compute it."""
+"""The position of a residual, its forward fragment, and the ops that compute it, in order."""
 
 
 def _function_of_one(value: ir.Value, most: int) -> tuple[ir.Value, list[ir.Op]] | None:
