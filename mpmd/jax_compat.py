@@ -284,6 +284,21 @@ def back_from_host(jaxpr: Any) -> list[str]:
     return found
 
 
+def lower(traced: Any, **options: Any) -> Any:
+    """`traced.lower`, without that JAX keeps the function and its executable until `jax.clear_caches()`.
+
+    With `keep_unused=True` JAX 0.12 maps a jaxpr to itself in a cache whose keys are weak and whose values
+    are not.
+    """
+    lowered = traced.lower(**options)
+    from jax._src.interpreters import pxla
+
+    forget = getattr(getattr(pxla, "_dce_jaxpr", None), "evict_weakref", None)
+    if forget is not None:
+        forget(traced.jaxpr)
+    return lowered
+
+
 def lower_with_memories(traced: Any, platform: str, mark: str) -> Any:
     """`traced.lower` for a platform, with `device_put` to a memory as an operation also where JAX drops it.
 
@@ -291,7 +306,7 @@ def lower_with_memories(traced: Any, platform: str, mark: str) -> Any:
     it is dropped at once if this version of JAX takes no rules.
     """
     if platform != "cpu" or not back_from_host(traced.jaxpr.jaxpr):
-        return traced.lower(lowering_platforms=(platform,))
+        return lower(traced, lowering_platforms=(platform,))
     try:
         from jax._src import core, dispatch
         from jax._src.interpreters import mlir
@@ -299,7 +314,7 @@ def lower_with_memories(traced: Any, platform: str, mark: str) -> Any:
         parameters, to_kind = mlir.LoweringParameters, core.mem_space_to_kind
         place, primitive, space = mlir.wrap_with_memory_kind, dispatch.device_put_p, core.MemorySpace
     except (ImportError, AttributeError):
-        return traced.lower(lowering_platforms=(platform,))
+        return lower(traced, lowering_platforms=(platform,))
 
     def lowered(context: Any, *values: Any, devices: Sequence[Any], **_: Any) -> list[Any]:
         placed = list(values)
@@ -310,7 +325,7 @@ def lower_with_memories(traced: Any, platform: str, mark: str) -> Any:
         return placed
 
     rules = parameters(override_lowering_rules=((primitive, lowered),))
-    return traced.lower(lowering_platforms=(platform,), _private_parameters=rules)
+    return lower(traced, lowering_platforms=(platform,), _private_parameters=rules)
 
 
 def without_dead_code(jaxpr: Any, *, keep_inputs: bool = False) -> Any:

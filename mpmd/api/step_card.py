@@ -80,7 +80,7 @@ def _program(lowered: Lowered, figures: ProgramFigures) -> Iterable[tuple[str, s
         yield "schedule", "none, as there are no microbatches"
         return
     tasks = f"{counted(figures.stages, 'stage')}, {counted(figures.microbatches, 'microbatch')}"
-    bubble = f"bubble {figures.bubble:.1%} if all calls take equally long"
+    bubble = f"bubble {figures.bubble:.1%} if a backward takes two forwards"
     yield "schedule", f"{lowered.config.pipeline_schedule.name}, {tasks}; {bubble}"
 
 

@@ -92,6 +92,20 @@ ROWS: tuple[Precondition, ...] = (
         "tests/property/test_directed_effects.py::test_effects_and_values[mpmd-recompute-cheap-residuals]",
     ),
     Precondition(
+        _CLEANUP + "recompute.py:RecomputeCheapResiduals._keep_source",
+        "Nothing but the backward fragment reads the residual that its source takes the place of.",
+        " or ir.users(value) != [fragment]",
+        "",
+        f"{_TEXT}[cleanup/recompute-cheap-residuals-0]",
+    ),
+    Precondition(
+        _CLEANUP + "recompute.py:_function_of_one",
+        "The source has the type of the residual, in whose place it is.",
+        " if source.type == value.type else None",
+        "",
+        f"{_TEXT}[cleanup/recompute-cheap-residuals-0]",
+    ),
+    Precondition(
         _CLEANUP + "recompute.py:_is_of_rows",
         "Only products of rows, elementwise work and reductions are done again.",
         "return op.operation.name in _ROWS",

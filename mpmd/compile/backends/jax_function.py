@@ -30,7 +30,7 @@ from mpmd.compile.fragment import FragmentModule, ValueSpec
 from mpmd.compile.hlo import Shape
 from mpmd.errors import CompileError
 from mpmd.jax_calls import direct_call, taking_packed
-from mpmd.jax_compat import ShapedArray
+from mpmd.jax_compat import ShapedArray, lower
 
 INLINE_BELOW_FLOPS = 1000
 """XLA on CPU runs a program of fewer operations in the thread that calls it; custom calls count none."""
@@ -232,7 +232,7 @@ def compiled_function(
             with _FILTERS, warnings.catch_warnings():
                 # Buffers that cannot be donated are freed by the runtime; nothing is lost.
                 warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-                lowered = jitted.lower(*array_types(mesh, fragment.arguments))
+                lowered = lower(jitted.trace(*array_types(mesh, fragment.arguments)))
             return taking_packed(lowered.compile(dict(fragment.compiler_options) or None))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise CompileError(

@@ -8,7 +8,15 @@ from collections.abc import Iterable
 
 from mpmd import ir
 from mpmd.passes.bases import FunctionPass
-from mpmd.passes.fragments.residuals import Maker, given, ops_to_remake, recompute, residuals_of
+from mpmd.passes.fragments.editing import in_block_order
+from mpmd.passes.fragments.residuals import (
+    Maker,
+    Residual,
+    given,
+    ops_to_remake,
+    recompute,
+    residuals_of,
+)
 
 
 class BackwardPass(FunctionPass):
@@ -121,6 +129,8 @@ class RecomputeCheapResiduals(BackwardPass):
     A residual is recomputed if cheap ops (data movement and arithmetic that a compiler fuses into its use)
     compute it from values that the backward fragment reads or can read without longer live ranges: its own
     operands, and arguments of the function.  `t` and its operand are left unused; fragment-dce removes them.
+    Where two residuals follow from a value that is none, such as `1 + k` and `1 - k * k` from a `tanh`, that
+    value takes the place of one of them.
     Fewer bytes are then live between forward and backward of each microbatch.
 
     Requires: fragments in program order.  Ensures: same values.  Cost: linear times `max_ops`.  Source: ours.
@@ -132,20 +142,80 @@ class RecomputeCheapResiduals(BackwardPass):
     max_ops: int = 24
 
     def rewrite_fragment(self, fragment: ir.Fragment) -> None:
+        kept, plans = self._plans(fragment)
+        while any(self._keep_source(fragment, residual, kept) for residual in kept):
+            kept, plans = self._plans(fragment)
+        if plans:
+            recompute(fragment, plans)
+
+    def _plans(self, fragment: ir.Fragment) -> tuple[list[Residual], list[Plan]]:
+        """The residuals that are kept, and how the others are computed."""
         residuals = residuals_of(fragment)
         have = given(fragment, residuals)
-        plans = []
-        makers: dict[ir.Fragment, Maker] = {}
-        for position, value, maker in residuals:
-            if maker not in makers:
-                makers[maker] = Maker(maker)
+        kept, plans = list[Residual](), list[Plan]()
+        makers = {maker: Maker(maker) for maker in {maker for _, _, maker in residuals}}
+        for residual in residuals:
+            position, value, maker = residual
             plan = ops_to_remake(makers[maker], value, have, _is_cheap, self.max_ops)
             if plan:
                 plans.append((position, maker, plan))
             else:
                 have.add(value)
-        if plans:
-            recompute(fragment, plans)
+                kept.append(residual)
+        return kept, plans
+
+    def _keep_source(self, fragment: ir.Fragment, residual: Residual, kept: list[Residual]) -> bool:
+        """Keeps what a residual is computed from in its place, if another one then follows, too."""
+        position, value, maker = residual
+        number = ir.result_index(value)
+        found = _function_of_one(maker.returned[number], self.max_ops)
+        if found is None or ir.users(value) != [fragment]:
+            return False
+        source, ops = found
+        trial = Maker(maker)
+        trial.results.setdefault(source, []).append(value)
+        trial.results[trial.returned[number]].remove(value)
+        have, follows = given(fragment, residuals_of(fragment)) | {value}, False
+        for _, other, its_maker in kept:
+            if other != value and its_maker == maker:
+                follows |= bool(ops_to_remake(trial, other, have, _is_cheap, self.max_ops))
+            have.add(other)
+        if not follows:
+            return False
+        argument = fragment.args[position]
+        uses, values = ir.uses(argument), {source: argument}
+        where = ir.at_start(fragment.body)
+        for op in ops:
+            ir.clone_with(op, values, where)
+        for user, operand in uses:
+            ir.set_operand(user, operand, values[trial.returned[number]])
+        maker.returned = [source if i == number else v for i, v in enumerate(trial.returned)]
+        return True
+
+
+Plan = tuple[int, ir.Fragment, list[ir.Op]]
+"""The position of a residual, its forward fragment, and the ops that compute it, in order."""
+
+
+def _function_of_one(value: ir.Value, most: int) -> tuple[ir.Value, list[ir.Op]] | None:
+    """The one value of a fragment, of the same type, from which another follows by cheap ops, and these."""
+    needed: dict[ir.Op, None] = {}
+    sources: dict[ir.Value, None] = {}
+    todo = [value]
+    while todo:
+        inner = todo.pop()
+        op = ir.producer(inner)
+        if op is None or len(needed) > most or len(sources) > 1:
+            return None
+        if _is_cheap(op):
+            needed[op] = None
+            todo += ir.read_by(op)
+        else:
+            sources[inner] = None
+    if len(sources) != 1 or not needed:
+        return None
+    (source,) = sources
+    return (source, in_block_order(needed)) if source.type == value.type else None
 
 
 def _is_cheap(op: ir.Op) -> bool:

@@ -63,14 +63,25 @@ class ProgramFigures:
 
     @functools.cached_property
     def bubble(self) -> float:
-        """The part of a step in which meshes wait, if all calls take equally long, and messages no time."""
-        ends = _equal_calls(self.program)
+        """The part of a step in which meshes wait, if a backward takes as long as two forwards.
+
+        Other calls and messages take no time, as in the unit costs of schedules.
+        """
+        ends = _ends(self.program)
         whole = max(ends, default=0) * len(ends)
-        return 1 - len(self.runs) / whole if whole else 0.0
+        return 1 - sum(map(unit_cost, self.runs)) / whole if whole else 0.0
 
 
-def _equal_calls(program: Program) -> list[int]:
-    """When the last call of each mesh ends, each call being one unit of time.
+_UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
+
+
+def unit_cost(run: Run) -> int:
+    """How many forwards a call takes: 0 for calls outside of microbatches."""
+    return _UNITS.get(run.phase, 0) + run.with_forward if run.microbatch is not None else 0
+
+
+def _ends(program: Program) -> list[int]:
+    """When the last call of each mesh ends, a forward being one unit of time.
 
     A stream is advanced until it reads a message that is not sent yet, then the next one.
     """
@@ -109,7 +120,7 @@ class _Clock:
                 self._ready[buffer] = sent[message]
                 del self._posted[buffer]
         if isinstance(op, Run):
-            self.now = max([self.now, *(self._ready.get(b, 0) for b in op.inputs)]) + 1
+            self.now = max([self.now, *(self._ready.get(b, 0) for b in op.inputs)]) + unit_cost(op)
             self._ready.update(dict.fromkeys(op.outputs, self.now))
         elif isinstance(op, Send):
             sent[op.channel, op.sequence] = self._ready.get(op.buffer, 0)

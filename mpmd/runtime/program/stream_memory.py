@@ -31,6 +31,7 @@ from mpmd.runtime.program.streams import (
     donated_buffers,
     ended_buffers,
     instruction_text,
+    run_text,
     writes,
 )
 from mpmd.runtime.program.verify_streams import verify
@@ -55,7 +56,7 @@ class MeshMemory:
     Attributes:
         mesh: its name.
         peak_bytes: the maximum of bytes held at once, with workspace and kept scratch memory.
-        position, instruction: the first position of the peak.
+        position, instruction: the first position of the peak; of a call its name and its task.
         holders: the buffers at the peak, largest first.
         workspace_bytes: scratch memory that the fragment at the peak takes and returns.
         kept_bytes: scratch memory that the mesh's fragments keep from call to call.
@@ -184,7 +185,7 @@ def _traverse(
     scratch, text = 0, ""
     if curve:
         op = stream.instructions[position]
-        text = instruction_text(op)
+        text = run_text(op) if isinstance(op, Run) else instruction_text(op)
         scratch = workspace.get((stream.mesh, op.executable), 0) if isinstance(op, Run) else 0
     holders = _holders(stream, position)
     return MeshMemory(

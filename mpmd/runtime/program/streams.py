@@ -306,10 +306,8 @@ def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:
             arguments = ", ".join(
                 f"donate %{b}" if k in op.donated else f"%{b}" for k, b in enumerate(op.inputs)
             )
-            task, label = task_text(op), f'"{op.label}"' if op.label else ""
-            note = " ".join(filter(None, (task, label)))
             left = f"{definitions} = " if definitions else ""
-            return f"{left}run {op.executable}({arguments})" + (f"  # {note}" if note else "")
+            return f"{left}run {op.executable}({arguments}){_note(op)}"
         case Send():
             return f"send %{op.buffer} over channel {op.channel} message {op.sequence}"
         case Recv():
@@ -322,6 +320,16 @@ def instruction_text(op: Instruction, buffers: Sequence[Buffer] = ()) -> str:
             return f"{definitions} = feed input {op.input}{' fresh' if op.fresh else ''}"
         case Fetch():
             return f"fetch %{op.buffer} as output {op.output}"
+
+
+def run_text(op: Run) -> str:
+    """A call as a line without its buffers, of which there may be hundreds."""
+    return f"run {op.executable}{_note(op)}"
+
+
+def _note(op: Run) -> str:
+    note = " ".join(filter(None, (task_text(op), f'"{op.label}"' if op.label else "")))
+    return f"  # {note}" if note else ""
 
 
 def _definition(number: int, buffers: Sequence[Buffer]) -> str:

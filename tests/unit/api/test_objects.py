@@ -163,20 +163,30 @@ def test_objects_of_a_large_step_print_in_as_few():
     assert [fault for path, value in found.items() for fault in faults(path, value)] == []
 
 
+def in_units(lowered):
+    """The timeline of a step whose backwards take two forwards, and whose optimizer takes no time."""
+    units = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+    seconds = {op.executable: units.get(op.phase, 0.0) + op.with_forward for op in lowered.figures.runs}
+    return lowered.schedule(seconds)
+
+
 def test_a_step_says_what_it_runs_and_sends(small):
     lowered, compiled = small["lowered"], small["compiled"]
     timeline, memory = lowered.schedule({}), predict_memory(lowered.program)
     runs = sum(len(timeline.compute(mesh)) for mesh in timeline.meshes)
     sent = sum(span.nbytes for span in timeline.transfers)
     shown = repr(lowered)
-    assert lowered.figures.bubble == pytest.approx(timeline.bubble_fraction())
+    assert lowered.figures.bubble == pytest.approx(in_units(lowered).bubble_fraction())
     assert lowered.figures.peak_bytes == {m.mesh: m.peak_bytes for m in memory}
     assert compiled.figures.peak_bytes == {n: m.peak_bytes for n, m in compiled.memory_analysis().items()}
     assert (lowered.figures.messages, lowered.figures.message_bytes) == (len(timeline.transfers), sent)
     assert shown.startswith(
         "Lowered 'step'\n  meshes     m0, m1 (data=1)\n  schedule   1f1b, 2 stages, 4 micro"
     )
-    assert f"bubble {timeline.bubble_fraction():.1%}" in shown and f"called {runs} times in a step" in shown
+    assert (
+        f"bubble {in_units(lowered).bubble_fraction():.1%} if a backward" in shown
+        and f"called {runs} times in a step" in shown
+    )
     assert f"messages   {len(timeline.transfers)} in a step, {sent} B" in shown
     assert "arguments  3 arrays" in shown and "2 donated" in shown
     assert f"{len(compiled.executables)} native" in repr(compiled) or "xla" in repr(compiled)
@@ -206,7 +216,9 @@ def test_the_bubble_is_the_predicted_one_for_every_schedule(schedule):
     lowered = jitted(step, schedule, meshes).lower(
         [np.eye(4, dtype=np.float32)] * len(stages), np.ones((8, 4))
     )
-    assert lowered.figures.bubble == pytest.approx(lowered.schedule({}).bubble_fraction())
+    assert lowered.figures.bubble == pytest.approx(in_units(lowered).bubble_fraction())
+    if schedule == "gpipe":  # as simulate says of two stages and four microbatches
+        assert lowered.figures.bubble == pytest.approx(1 / 5)
 
 
 PICTURES = (

@@ -69,7 +69,7 @@ def test_where_the_peak_stands_and_what_holds_it():
     program = linearize(b.graph())
     (memory,) = predict_memory(program, {("m0", "g"): 1000})
     assert (memory.peak_bytes, memory.workspace_bytes) == (1032, 1000)
-    assert memory.instruction == "%2 = run g(donate %1)  # B"
+    assert memory.instruction == "run g  # B"
     assert memory.by_category == {"result": 32, "workspace": 1000}
     (without,) = predict_memory(program)
     assert without.peak_bytes == 64 and without.by_category == {"activation": 32, "argument": 32}

@@ -58,8 +58,11 @@ def test_that_a_value_is_unreduced_is_left_to_the_partitioner():
 def test_terms_of_a_sum_at_the_border_of_a_shard_map_are_refused():
     def step(x):
         specs = {"in_specs": P("x", "y"), "out_specs": P("x", None, unreduced={"y"})}
-        terms = jax.shard_map(lambda u: u @ u.T @ u, **specs)(jax.reshard(x, P("x", "y")))
-        return jax.reshard(terms, P())
+
+        def terms(u):
+            return jax.lax.pcast(u @ u.T @ u, "y", to="unreduced")
+
+        return jax.reshard(jax.shard_map(terms, **specs)(jax.reshard(x, P("x", "y"))), P())
 
     with pytest.raises(PlacementError, match=r"unreduced over y in the out_specs of jax.shard_map, .*step"):
         constraints(step)

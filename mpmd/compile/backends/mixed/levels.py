@@ -13,6 +13,7 @@ Source: the marking of clusters for compilation in TensorFlow, `mark_for_compila
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -185,18 +186,39 @@ def _sink(
     readers: dict[HloInstruction, list[int]] = {}
     for producer, _ in results:
         readers.setdefault(producer, []).append(levels.get(producer, 0))
+    uses = collections.Counter(producer for i in order for producer in {p for p, _ in reads[i]})
+    uses.update(list(readers))
+    inner = {i for i in order if uses[i] == 1 and i.is_elementwise and kinds[i] == NATIVE}
     # Readers are placed before what they read. The move is to the native level of the round of the first
     # reader, and only if the operands that then pass between parts are no larger than the result that no
     # longer does.
     for instruction in reversed(order):
         before = dict.fromkeys(producer for producer, _ in reads[instruction])
         later = readers.get(instruction, ())
-        size = sum(producer.shape.byte_size for producer in before if producer.opcode != "parameter")
+        passing = _sources(instruction, reads, inner) if instruction.is_elementwise else before
+        size = sum(producer.shape.byte_size for producer in passing if producer.opcode != "parameter")
         if kinds[instruction] == NATIVE and later and size <= instruction.shape.byte_size:
             levels[instruction] = max(levels[instruction], min(later) - min(later) % KINDS)
         # What must run before this instruction must not move behind it, either.
         for producer in (*before, *instruction.control_predecessors):
             readers.setdefault(producer, []).append(levels[instruction])
+
+
+def _sources(
+    instruction: HloInstruction,
+    reads: Mapping[HloInstruction, Sequence[Position]],
+    inner: Collection[HloInstruction],
+) -> list[HloInstruction]:
+    """What an instruction is computed from, through values that nothing else reads: they move with it."""
+    sources: dict[HloInstruction, None] = {}
+    waiting = [instruction]
+    while waiting:
+        for producer, _ in reads[waiting.pop()]:
+            if producer in inner:
+                waiting.append(producer)
+            else:
+                sources[producer] = None
+    return list(sources)
 
 
 def _beside_collectives(

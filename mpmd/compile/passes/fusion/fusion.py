@@ -4,7 +4,8 @@ Products take their epilogues first, then groups merge along the array that cost
 then neighbours that read the same arrays.  Last, results that are cheaper to compute again than to keep are
 repeated, such as forward epilogues in backward passes; on a device that has operations to spare, also through
 functions such as tanh, and from values of rows, which are stored for that: the differences from a mean follow
-from the array and the mean.
+from the array and the mean.  A function that no kernel reads is stored where two results that are read follow
+from it: `1 + tanh(x)`, and the derivative.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
         prices: the cost model.
     """
     for group in grouping.groups():
+        _store_sources(grouping, prices, group)
         # Last results first: they may follow from earlier ones, which are then kept as arrays.  `others` is
         # found anew each time, as a repetition removes a result.
         for result in reversed(grouping.results(group.members)):
@@ -118,7 +120,29 @@ def repeat_cheap_results(grouping: Grouping, prices: Prices) -> None:
             if not others:
                 break
             if result.shape.byte_size >= _MIN_BYTES and _saves(grouping, group, result, others):
-                _try(grouping, prices, group, result, others)
+                _try(grouping, prices, group, [result], others)
+
+
+def _store_sources(grouping: Grouping, prices: Prices, group: FusionGroup) -> None:
+    """Store a function such as tanh, where two results or more follow from it, instead of them."""
+    results = grouping.results(group.members)
+    for source in group.members:
+        size = source.shape.byte_size
+        if not _is_expensive(source) or source in results or size < _MIN_BYTES:
+            continue
+        kept = [source, *results]
+        follow = {
+            r: readers
+            for r in results
+            if r.shape.byte_size >= size
+            and (readers := _reading_groups(grouping, group, r))
+            and _cone(grouping, group, r, [k for k in kept if k is not r]) == [source]
+        }
+        # The source is written once, and read once by each reader of what follows from it.
+        accesses = 1 + len({reader for readers in follow.values() for reader in readers})
+        if accesses < sum(1 + len(readers) for readers in follow.values()):
+            _try(grouping, prices, group, list(follow), [k for k in kept if k not in follow])
+            return
 
 
 def _saves(
@@ -202,12 +226,13 @@ def _try(
     grouping: Grouping,
     prices: Prices,
     group: FusionGroup,
-    result: HloInstruction,
+    results: Sequence[HloInstruction],
     kept: Sequence[HloInstruction],
 ) -> None:
-    """Repeat a result, unless some group is then no longer one kernel, or all together take longer."""
-    cone = _members_between(grouping, group, result, kept)
-    concerned = (group, *_reading_groups(grouping, group, result))
+    """Repeat results, unless some group is then no longer one kernel, or all together take longer."""
+    cone = {m for result in results for m in _members_between(grouping, group, result, kept)}
+    reading = [reader for result in results for reader in _reading_groups(grouping, group, result)]
+    concerned = list(dict.fromkeys([group, *reading]))
     # Priced before anything changes: plans depend on `repeated`.
     before = prices.whole([grouping.plan(g.members) for g in concerned])
     # A trial: every group concerned is planned anew, and the repetition is undone unless all are kernels.
@@ -221,8 +246,8 @@ def _try(
     if before is not None and after is not None and after > CLEARLY * before:
         grouping.keep(added)
         diagnostics.notice(
-            f"hlo-fusion: {result.name} is kept: with it kernels take {before * 1e6:.1f} us, "
-            f"computing it again {after * 1e6:.1f} us"
+            f"hlo-fusion: {', '.join(r.name for r in results)} is kept: with it kernels take "
+            f"{before * 1e6:.1f} us, computing it again {after * 1e6:.1f} us"
         )
 
 
@@ -295,15 +320,18 @@ class _Merging:
     def _take_feeders(self, group: FusionGroup, dot: HloInstruction) -> None:
         """Join groups of the same size as the product's result that only its epilogue reads."""
         grouping = self.grouping
-        for array in sorted(grouping.arrays(group), key=grouping.position.__getitem__):
-            other = grouping.group_of.get(array)
+        waiting = sorted(grouping.arrays(group), key=grouping.position.__getitem__)
+        while waiting:
+            other = grouping.group_of.get(waiting.pop(0))
+            group = grouping.group_of[dot]
             if other is None or other is group or other.product or other.reduces or other.updates:
                 continue
             if any(m.shape.size != dot.shape.size or _is_expensive(m) for m in other.members):
                 continue
-            mine = {*grouping.group_of[dot].members, *other.members}
+            mine, read = {*group.members, *other.members}, grouping.arrays(other)
             if all(r in mine for m in other.members for r in grouping.readers(m)):
-                self._joined(grouping.group_of[dot], other)
+                if self._joined(group, other):
+                    waiting += [array for array in read if array not in waiting]
 
     def _may_follow(self, group: FusionGroup, other: FusionGroup, dot: HloInstruction) -> bool:
         """Whether another group may be part of a product's epilogue."""

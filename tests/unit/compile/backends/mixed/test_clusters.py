@@ -324,6 +324,43 @@ def test_native_work_waits_for_its_first_reader_if_it_then_reads_no_more():
     assert sorted(made.name for made, _ in second.inputs) == ["sums", "w"]
 
 
+DERIVATIVE = """
+HloModule derivative
+
+ENTRY main {
+  x = f32[8,4] parameter(0)
+  w = f32[4,4] parameter(1)
+  one = f32[] constant(1)
+  ones = f32[8,4] broadcast(one), dimensions={}
+  a = f32[8,4] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  k = f32[8,4] tanh(a)
+  b = f32[8,4] dot(k, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  more = f32[8,4] add(ones, k)
+  less = f32[8,4] subtract(ones, k)
+  slope = f32[8,4] multiply(more, less)
+  sums = f32[8] custom-call(b), custom_call_target="elsewhere"
+  rows = f32[8,4] broadcast(sums), dimensions={0}
+  c = f32[8,4] dot(rows, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  d = f32[8,4] multiply(c, slope)
+  ROOT result = (f32[8,4], f32[8,4]) tuple(k, d)
+}
+"""
+
+
+def test_work_moves_to_its_reader_with_what_it_alone_reads():
+    """Of a function and its derivative the function passes between parts."""
+    module = parse_module(DERIVATIVE)
+    refused = {i: "elsewhere" for i in module.entry if i.opcode == "custom-call"}
+    first, second = (part for part in split(module, refused).parts if part.native)
+    assert {m.name for m in first.members} == {"a", "k", "b"}
+    assert sorted(made.name for made, _ in second.inputs) == ["k", "sums", "w"]
+    text = DERIVATIVE.replace("tuple(k, d)", "tuple(more, d)")  # a result is made as soon as it can be
+    module = parse_module(text)
+    refused = {i: "elsewhere" for i in module.entry if i.opcode == "custom-call"}
+    first, _ = (part for part in split(module, refused).parts if part.native)
+    assert "more" in {m.name for m in first.members}
+
+
 GRADIENTS = """
 HloModule gradients, num_partitions=2
 

@@ -60,6 +60,9 @@ def test_a_product_takes_what_only_its_epilogue_reads():
     np.testing.assert_allclose(got, gated(*arguments), atol=1e-5)
     factor, product = thunks_of(lambda x, w: (x * x) @ w, floats(32, 32), floats(32, 32))
     assert isinstance(factor, KernelThunk) and isinstance(product, MatmulThunk), "tiles read factors often"
+    slope = lambda x, w, u: (x @ w) * ((1 + u) * (1 - u))  # noqa: E731
+    (thunk,) = thunks_of(slope, *arguments[:2], floats(8, 32))
+    assert isinstance(thunk, MatmulThunk), "so is a chain of what only the epilogue reads"
     dear, product = thunks_of(lambda x, w, u: (x @ w) * jnp.tanh(u), *arguments[:2], floats(8, 32))
     assert isinstance(dear, KernelThunk) and isinstance(product, MatmulThunk)
 
