@@ -207,6 +207,8 @@ def _function_of_one(value: ir.Value, most: int) -> tuple[ir.Value, list[ir.Op]]
         op = ir.producer(inner)
         if op is None or len(needed) > most or len(sources) > 1:
             return None
+        if op in needed:
+            continue
         if _is_cheap(op):
             needed[op] = None
             todo += ir.read_by(op)

@@ -84,6 +84,8 @@ def ops_to_remake(
         op = ir.producer(inner)
         if op is None or not accepts(op):
             return None
+        if op in needed:
+            continue
         needed[op] = None
         if len(needed) > most:
             return None

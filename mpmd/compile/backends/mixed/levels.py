@@ -210,15 +210,15 @@ def _sources(
     inner: Collection[HloInstruction],
 ) -> list[HloInstruction]:
     """What an instruction is computed from, through values that nothing else reads: they move with it."""
-    sources: dict[HloInstruction, None] = {}
+    found: dict[HloInstruction, None] = {}
     waiting = [instruction]
     while waiting:
         for producer, _ in reads[waiting.pop()]:
-            if producer in inner:
-                waiting.append(producer)
-            else:
-                sources[producer] = None
-    return list(sources)
+            if producer not in found:
+                found[producer] = None
+                if producer in inner:
+                    waiting.append(producer)
+    return [producer for producer in found if producer not in inner]
 
 
 def _beside_collectives(
