@@ -170,7 +170,8 @@ def _joined(text: str) -> str:
 def as_html(text: str, *pictures: str) -> str:
     """What a notebook shows of an object: its lines, and below them pictures, which are SVG."""
     shown = "".join(f'<div style="overflow-x:auto">{picture}</div>' for picture in pictures if picture)
-    return f'<div><pre style="font-size:13px;line-height:1.35;overflow-x:auto">{escape(text)}</pre>{shown}</div>'
+    lines = f'<pre style="font-size:13px;line-height:1.35;overflow-x:auto">{escape(text)}</pre>'
+    return f"<div>{lines}{shown}</div>"
 
 
 def bytes_text(number: float) -> str:
