@@ -101,7 +101,7 @@ def stages_in(lowered):
         (scanned, mpmd.split("layers")),
     ],
 )
-@pytest.mark.parametrize("meshes", [2, 4])
+@pytest.mark.parametrize("meshes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_stages_and_programs_are_those_without_names(model, stages, of_loss, meshes):
     named, plain = (
         mpmd.jit(of_loss(loss_of(model, called)), on(meshes, stages)).lower(*given(model))
